@@ -20,7 +20,7 @@ from benchmarks.programs import (
 )
 from hypjax import parallel
 from hypjax.models.layers import compute_dtype
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from hypjax.training.step import shard_batch
 from hypjax.types import IMAGES, Batch
 
@@ -83,7 +83,7 @@ class Trainer:
 
     def __init__(self, config: ConfigDict) -> None:
         mesh = parallel.create_mesh((1, 1))
-        self._state = random_state(*learner_and_spec(config, mesh))
+        self._state = first_state(*learner_and_spec(config, mesh))
         size, side = config.train.batch_size, config.data.image_size
         rng, ids = np.random.default_rng(0), np.arange(size, dtype=np.int32)
         inputs = {IMAGES: rng.integers(0, 256, (size, side, side, 3), dtype=np.uint8)}

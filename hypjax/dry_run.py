@@ -24,9 +24,9 @@ from hypjax.models.architectures import encoder_shapes
 from hypjax.objectives import ProblemSizes
 from hypjax.system import console, machine, targets
 from hypjax.training.input import Input, features_to_keep, open_input
-from hypjax.training.lowering import assumed_sizes, lower_step, sharded_shapes
+from hypjax.training.lowering import assumed_sizes, lower_step
 from hypjax.training.setup import Training, print_summary
-from hypjax.training.states import random_state, with_pretrained
+from hypjax.training.states import first_state, sharded_shapes
 from hypjax.training.step import TrainState, evaluated_model, jit_train_step, shard_batch
 
 _STEPS = 6  # Batches to load; the last is not trained on.
@@ -72,9 +72,8 @@ def dry_run(config: Config, target: str | None = None) -> None:
             _print_gpu_hours(config)
         raise
     experiment, learner = training.experiment, training.learner
-    state = random_state(learner, training.sizes)
+    state = first_state(learner, training.sizes, pretrained)
     print_summary(training, state.params)
-    state = with_pretrained(learner, state, pretrained)
     embedding_time = _time_of_embedding(experiment, evaluated_model(learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
         step_times = _time_steps(training, state)

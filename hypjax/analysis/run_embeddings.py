@@ -141,8 +141,7 @@ def untrained_parameters(run: Experiment) -> PyTree:
     """The model's parameters before the first step of a run, random or pretrained."""
     with reading(run.workdir) as folder:
         training = saved_training(folder, run)
-    state = states.random_state(training.learner, training.sizes)
-    state = states.initialize(training, state, starting_parameters(run.method))
+    state = states.initialize(training, starting_parameters(run.method))
     return evaluated_model(training.learner, state)
 
 

@@ -7,7 +7,8 @@ from jax.typing import DTypeLike
 from hypjax import parallel
 from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import Learner
-from hypjax.training.step import TrainState, create_state, jit_train_step
+from hypjax.training.states import sharded_shapes
+from hypjax.training.step import jit_train_step
 from hypjax.types import IMAGES, POSITIVES, Batch
 
 
@@ -23,13 +24,6 @@ def assumed_sizes(learner: Learner, batch_size: int, samples_per_class: int) -> 
         batch_size=batch_size,
         coarse_labels=(tuple(label // 10 for label in range(classes)),),
     )
-
-
-def sharded_shapes(learner: Learner, sizes: ProblemSizes) -> TrainState:
-    """The shapes of a state, and where its arrays or their parts lie."""
-    state = jax.eval_shape(lambda: create_state(learner, sizes))
-    shardings = parallel.parameter_shardings(learner.mesh, state)
-    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
 
 
 def lower_step(learner: Learner, sizes: ProblemSizes) -> jax.stages.Lowered:

@@ -45,9 +45,9 @@ def restore_or_start(
     `read_weights` returns the parameters with which a run starts, see `initialize`.
     """
     learner = training.learner
-    state = random_state(learner, training.sizes)
-    print_summary(training, state.params)
-    restored = restore(checkpoints, learner, state)
+    shapes = sharded_shapes(learner, training.sizes)
+    print_summary(training, shapes.params)
+    restored = restore(checkpoints, learner, shapes)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
@@ -58,20 +58,18 @@ def restore_or_start(
         if frozen or learner.lora is not None:
             names = ", ".join(frozen or ["the encoder's kernels"])
             console.warn(f"{names} stay random: they are not trained, and model.weights is None")
-    return initialize(training, state, read_weights()), None
+    return initialize(training, read_weights()), None
 
 
-def initialize(
-    training: Training, state: TrainState, pretrained: dict[str, PyTree] | None
-) -> TrainState:
-    """Replaces random parameters by pretrained ones, and initialises the head by `head_init`."""
+def initialize(training: Training, pretrained: dict[str, PyTree] | None) -> TrainState:
+    """Creates the first state of a run, with pretrained parameters, and `head_init`'s head."""
     learner = training.learner
-    state = with_pretrained(learner, state, pretrained)
+    state = first_state(learner, training.sizes, pretrained)
     if training.experiment.method.start.head_init == "pca":
         model, dim = state.params["model"], learner.model.head_dim
         compute = functools.partial(pca_head, training_features(training, model), dim)
         head = processes.arrays_from_first(compute, model["head"])
-        state = with_pretrained(learner, state, {"head": head})
+        state = _with_parameters(learner, state, _placed(learner, {"head": head}))
     return state
 
 
@@ -89,36 +87,53 @@ def score_untrained(training: Training, state: TrainState, stopwatch: Stopwatch)
     return Measured(scores, scores.get("validation"), [0] if experiment.splits.validation else [])
 
 
-def random_state(learner: Learner, sizes: ProblemSizes) -> TrainState:
-    """Creates the first state, with random parameters, on the learner's devices."""
-    create = functools.partial(create_state, learner, sizes)
-    shardings = parallel.parameter_shardings(learner.mesh, jax.eval_shape(create))
-    # One program of all devices, so that each makes only its parts, and all make the same numbers.
-    return jax.jit(create, out_shardings=shardings)()
+def sharded_shapes(learner: Learner, sizes: ProblemSizes) -> TrainState:
+    """The shapes of a state, and where its arrays or their parts lie."""
+    return _sharded(learner, jax.eval_shape(lambda: create_state(learner, sizes)))
 
 
-def with_pretrained(
-    learner: Learner, state: TrainState, pretrained: dict[str, PyTree] | None
+def _sharded(learner: Learner, shapes: PyTree) -> PyTree:
+    shardings = parallel.parameter_shardings(learner.mesh, shapes)
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, shardings)
+
+
+def first_state(
+    learner: Learner, sizes: ProblemSizes, pretrained: dict[str, PyTree] | None = None
 ) -> TrainState:
-    """Replaces parameters by pretrained ones, by part of the model; restarts the averages."""
-    if pretrained is None:
-        return state
-    shardings = parallel.parameter_shardings(learner.mesh, pretrained)
-    model, objective = parallel.place(pretrained, shardings), state.params["objective"]
-    landmarks = learner.objective.landmarks
+    """Creates the first state, on the learner's devices.
+
+    Parameters are random, except for those that `pretrained` holds, by part of the model.
+    """
+
+    def create(given: dict[str, PyTree]) -> TrainState:
+        return _with_parameters(learner, create_state(learner, sizes), given)
+
+    # One program of all devices, so that each makes only its parts, and all make the same numbers.
+    # XLA leaves out random numbers that nobody reads: compiling Lite0's takes 10 s.
+    given = _placed(learner, pretrained or {})
+    shardings = parallel.parameter_shardings(learner.mesh, jax.eval_shape(create, given))
+    return jax.jit(create, out_shardings=shardings, donate_argnums=0)(given)
+
+
+def _placed(learner: Learner, parameters: dict[str, PyTree]) -> dict[str, PyTree]:
+    return parallel.place(parameters, parallel.parameter_shardings(learner.mesh, parameters))
+
+
+def _with_parameters(learner: Learner, state: TrainState, given: dict[str, PyTree]) -> TrainState:
+    """Replaces parameters, by part of the model, and restarts the averages."""
+    objective, landmarks = state.params["objective"], learner.objective.landmarks
+    model = dict(given)
     if landmarks and landmarks.name in model:
         objective = {**objective, landmarks.name: model.pop(landmarks.name)}
     params = {"model": merge(state.params["model"], model), "objective": objective}
-    averages = start_averages(learner, params)
-    averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
-    return state._replace(params=params, **averages)
+    return state._replace(params=params, **start_averages(learner, params))
 
 
 def restore(
     checkpoints: Checkpoints, learner: Learner, like: TrainState
 ) -> tuple[TrainState, Measured] | None:
-    """Restores the latest undamaged state; None if there is none."""
-    expected = trees(learner, like)
+    """Restores the latest undamaged state, laid out as the given one; None if there is none."""
+    expected = _sharded(learner, jax.eval_shape(functools.partial(trees, learner), like))
     restored = checkpoints.restore_latest(**expected)
     if restored is None:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from hypjax import parallel
 from hypjax.assemble import assemble_learner
 from hypjax.objectives import ProblemSizes
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from hypjax.training.step import create_state, jit_train_step
 from hypjax.types import IMAGES, Batch
 
@@ -31,7 +31,7 @@ def sizes_of(config):
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    state = random_state(learner, sizes_of(config))
+    state = first_state(learner, sizes_of(config))
     return state, jit_train_step(learner, state)
 
 

@@ -25,7 +25,7 @@ from hypjax import parallel
 from hypjax.assemble import assemble_learner
 from hypjax.config import choose_objective, default_config
 from hypjax.objectives import ProblemSizes, loss_function
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from hypjax.training.step import jit_train_step, shard_batch
 from hypjax.types import IMAGES, Batch
 from tests.helpers import shown_objective
@@ -89,7 +89,7 @@ def trajectory(config, steps):
     mesh = learner.mesh
     size, samples = config.train.batch_size, config.train.samples_per_class
     spec = ProblemSizes(size // samples, samples, config.model.width, 16, 100, size)
-    state = random_state(learner, spec)
+    state = first_state(learner, spec)
     step = jit_train_step(learner, state)
     slices = parallel.slices(size, mesh, config.run.microbatch)
     found = {"start": flat(parallel.gather(state)), "losses": []}

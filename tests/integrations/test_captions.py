@@ -20,7 +20,7 @@ from hypjax.experiment.captions import caption_facts
 from hypjax.integrations import hub
 from hypjax.runs.workdir import require_provenance, saved_text_encoder
 from hypjax.training.input import open_input
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from hypjax.types import POSITIVES, TEXT_ENCODER, TEXTS
 from tests.helpers import commands, sentences, small_runs
 
@@ -65,7 +65,7 @@ def config_of(pairs, variant="hyp", *overrides):
 
 def test_a_batch_marks_all_texts_that_describe_an_image(pairs):
     built = assemble_training(config_of(pairs))
-    state = random_state(built.learner, built.sizes)
+    state = first_state(built.learner, built.sizes)
     source = open_input(built, range(2), state.params["model"])
     batches = [*source.batches(range(2), built.plans)]
     captions, vectors = built.images.captions, built.experiment.texts
@@ -81,7 +81,7 @@ def test_a_batch_marks_all_texts_that_describe_an_image(pairs):
 
 def test_a_batch_has_a_phrase_of_each_caption(pairs):
     built = assemble_training(config_of(pairs, "hyp", "objective.phrases=0.2"))
-    state = random_state(built.learner, built.sizes)
+    state = first_state(built.learner, built.sizes)
     vectors, captions = built.experiment.texts, built.images.captions
     for batch in open_input(built, range(2), state.params["model"]).batches(range(2), built.plans):
         rows = batch.inputs[TEXTS]
@@ -225,7 +225,7 @@ def test_the_tower_of_images_learns_from_pairs_from_python(fields, pairs, tmp_pa
     train.train_and_evaluate(config, tmp_path, dataset=(images, texts))
     given = choose_dataset(config, (images, texts))
     built = assemble_training(config, given)
-    before = random_state(built.learner, built.sizes).params["model"]["encoder"]
+    before = first_state(built.learner, built.sizes).params["model"]["encoder"]
     after = hypjax.load(tmp_path).params["encoder"]
     path = next(x for x in flatten_dict(after) if "attention" in x[1] and x[-1] == "kernel")
     change = flatten_dict(after)[path] - flatten_dict(before)[path]

@@ -11,7 +11,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.inference.pretrained import released_parameters, starting_parameters
-from hypjax.training.states import random_state, with_pretrained
+from hypjax.training.states import first_state
 from tests.helpers import commands, small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -120,10 +120,8 @@ def test_training_starts_from_the_head_and_the_proxies(photos_folder, tmp_path):
     loaded = [f"model.weights={tmp_path}/a.pth", "model.load_head=True", "optim.frozen=()"]
     config = small_runs.load(photos_folder, *FIELDS["hier"], *loaded)
     built = assemble_training(config)
-    state = random_state(built.learner, built.sizes)
-    params = with_pretrained(
-        built.learner, state, starting_parameters(built.experiment.method)
-    ).params
+    pretrained = starting_parameters(built.experiment.method)
+    params = first_state(built.learner, built.sizes, pretrained).params
     content = torch.load(tmp_path / "a.pth", weights_only=False)
     kernel = content["stduent"]["module.last_layer.1.weight"].numpy().T
     np.testing.assert_array_equal(params["model"]["head"]["kernel"], kernel)

@@ -12,7 +12,7 @@ from hypjax.assemble import assemble_training
 from hypjax.config.choices import freezes_encoder
 from hypjax.errors import UserError
 from hypjax.training.input import open_input
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from hypjax.training.step import make_train_step, shard_batch
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
@@ -42,7 +42,7 @@ LOWER = (
 def first_step(config):
     """Gradient norm and model after one step."""
     built = assemble_training(config)
-    learner, state = built.learner, random_state(built.learner, built.sizes)
+    learner, state = built.learner, first_state(built.learner, built.sizes)
     source = open_input(built, range(1), state.params["model"])
     with contextlib.closing(source.batches(range(1), built.plans)) as batches:
         batch = shard_batch(learner.mesh, next(batches))

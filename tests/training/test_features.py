@@ -8,7 +8,7 @@ from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.retrieval import graded_scores, recall_at_k
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from tests.helpers import small_runs
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
@@ -30,7 +30,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(tmp_path):
     np.testing.assert_array_equal(of_classes[images.labels], images.coarse_labels.astype(int))
     with pytest.raises(UserError, match="needs coarse classes"):
         assemble_training(load_config(CONFIG, [*fields, f"data.path={file}"]))
-    random = random_state(built.learner, built.sizes).params["model"]
+    random = first_state(built.learner, built.sizes).params["model"]
     scores = built.experiment.test_scores(random)
 
     points = np.asarray(Sphere().embed(given["features"][tested]))

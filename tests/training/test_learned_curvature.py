@@ -19,7 +19,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import scalar_values
 from hypjax.inference.pretrained import starting_parameters
 from hypjax.runs.workdir import saved_config
-from hypjax.training.states import random_state, with_pretrained
+from hypjax.training.states import first_state
 from tests.helpers import commands, small_runs
 from tests.helpers.losses import objective_of
 
@@ -56,10 +56,8 @@ def test_a_head_that_is_loaded_brings_its_curvature(file, tmp_path, capsys):
     saved = small_runs.save_untrained(load(file), tmp_path)["model"]
     loaded = [f"model.weights={tmp_path}", "model.load_head=True", "model.head_init=orthogonal"]
     built = assemble_training(load(file, *loaded))
-    state = random_state(built.learner, built.sizes)
-    model = with_pretrained(
-        built.learner, state, starting_parameters(built.experiment.method)
-    ).params["model"]
+    pretrained = starting_parameters(built.experiment.method)
+    model = first_state(built.learner, built.sizes, pretrained).params["model"]
     assert scalar_values(model["scalars"]) == scalar_values(saved["scalars"]) != {"c": 0.1}
     np.testing.assert_array_equal(model["head"]["kernel"], saved["head"]["kernel"])
     starting_parameters(assemble_method(load(file, *loaded, "objective.learn_c=False")))

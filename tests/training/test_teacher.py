@@ -10,7 +10,7 @@ import pytest
 from hypjax.objectives import PairwiseCrossEntropy
 from hypjax.training import optim, states
 from hypjax.types import IMAGES, CachedFeatures
-from tests.helpers.steps import learner_of, leaves, random_batch, start
+from tests.helpers.steps import learner_of, leaves, random_batch, sizes_of, start
 
 DECAY = 0.9
 FIELDS = (
@@ -64,10 +64,12 @@ def test_it_embeds_the_same_pixels_without_stochastic_depth(begun):
         assert np.abs(given["student"].projected - given["teacher"].projected).max() > 0.01
 
 
-def test_it_starts_from_the_pretrained_weights(begun):
-    learner, state, _ = begun()
-    ones = jax.tree.map(np.ones_like, state.params["model"]["encoder"])
-    state = states.with_pretrained(learner, state, {"encoder": ones})
+def test_it_starts_from_the_pretrained_weights(begun, load_glyphs):
+    learner, random, _ = begun()
+    ones = jax.tree.map(np.ones_like, random.params["model"]["encoder"])
+    state = states.first_state(learner, sizes_of(load_glyphs(*FIELDS)), {"encoder": ones})
+    heads = [x.params["model"]["head"]["kernel"] for x in (state, random)]
+    np.testing.assert_array_equal(*heads)
     trained, _ = optim.split_frozen(state.params, ["patch_projection"])
     for name, value in leaves(trained["model"]).items():
         np.testing.assert_array_equal(leaves(state.teacher)[name], value)

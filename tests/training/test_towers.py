@@ -11,7 +11,7 @@ from hypjax.config import choose_objective
 from hypjax.config import settings as settings_of
 from hypjax.data.plans import padded_rows
 from hypjax.models import create_embedder, model_shapes
-from hypjax.training.states import random_state
+from hypjax.training.states import first_state
 from hypjax.training.step import jit_train_step, shard_batch
 from hypjax.types import Batch
 from tests.helpers import shown_objective
@@ -30,7 +30,7 @@ def test_images_are_drawn_towards_their_features(load_glyphs, monkeypatch):
     settings = settings_of.model_settings(config)
     model = create_embedder(dataclasses.replace(settings, towers=page["towers"](config)))
     learner = learner_of(config, model=model)
-    state = random_state(learner, sizes_of(config))
+    state = first_state(learner, sizes_of(config))
     params = state.params["model"]
     assert jax.tree.map(np.shape, params) == jax.tree.map(
         lambda x: x.shape, model_shapes(model, settings.encoder.view)

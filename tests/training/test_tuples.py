@@ -46,7 +46,7 @@ def load(objects_dir):
 
 def mined(config, epoch=0):
     built = assemble_training(config)
-    state = states.random_state(built.learner, built.sizes)
+    state = states.first_state(built.learner, built.sizes)
     return built, Input(built).mine(built.plans, state.params["model"], epoch)
 
 
