@@ -69,12 +69,8 @@ def restore(folder: pathlib.Path, method: Method) -> dict[str, TrainedModel]:
     """Restores a run's last model, named "final" or "step N", and its best, "best", if any."""
     if files.is_published(folder):
         return {"final": TrainedModel(method, _read_published(folder, method))}
-    if not has_checkpoint(folder):
-        raise UserError(f"{folder} holds no checkpoint; train first, or name another --workdir")
-    # As saved, unless code may have changed: to trace an encoder takes longer than to search.
-    has_own_code = is_custom(method.model.encoder) or isinstance(method.objective, SavedObjective)
-    shapes = method.shapes if has_own_code or method.code else None
-    with contextlib.closing(Checkpoints(folder / files.CHECKPOINTS, read_only=True)) as checkpoints:
+    shapes = _expected_shapes(method)
+    with _opened(folder) as checkpoints:
         latest = checkpoints.restore_latest(model=shapes)
         assert latest is not None  # There is a checkpoint, and damage is an error.
         results = read_if_intact(folder / files.RESULTS)
@@ -88,7 +84,28 @@ def restore(folder: pathlib.Path, method: Method) -> dict[str, TrainedModel]:
 
 def restore_best(folder: pathlib.Path, method: Method) -> TrainedModel:
     """Restores a folder's best model, or else its last."""
-    return [*restore(folder, method).values()][-1]
+    best_step = read_if_intact(folder / files.RESULTS).get("best_step")
+    if best_step is None or files.is_published(folder):
+        return [*restore(folder, method).values()][-1]
+    shapes = _expected_shapes(method)
+    with _opened(folder) as checkpoints:
+        best = checkpoints.restore_best(best_step, model=shapes)
+        best = best or checkpoints.restore_latest(model=shapes)
+    assert best is not None  # There is a checkpoint, and damage is an error.
+    return TrainedModel(method, best.trees[0])
+
+
+def _opened(folder: pathlib.Path) -> contextlib.closing[Checkpoints]:
+    if not has_checkpoint(folder):
+        raise UserError(f"{folder} holds no checkpoint; train first, or name another --workdir")
+    return contextlib.closing(Checkpoints(folder / files.CHECKPOINTS, read_only=True))
+
+
+def _expected_shapes(method: Method) -> PyTree | None:
+    """Shapes of a model whose code may have changed; None: the saved ones."""
+    # To trace an encoder takes longer than to search.
+    has_own_code = is_custom(method.model.encoder) or isinstance(method.objective, SavedObjective)
+    return method.shapes if has_own_code or method.code else None
 
 
 def _read_published(folder: pathlib.Path, method: Method) -> PyTree:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
 _JITTERED_SHARE = 0.8  # Share of images whose colours are jittered.
 _SIGMA = 0.1, 2.0  # Range of the blur's standard deviation, in pixels of images of side `_SIDE`.
 _SIDE = 224
-_LUMA = jnp.array((0.299, 0.587, 0.114))
+_LUMA = np.array((0.299, 0.587, 0.114), np.float32)
 _BATCH_SIZE = 32  # Images that are in memory as float32 at the same time.
 Pixels = Float[Array, "side side channels"]
 
