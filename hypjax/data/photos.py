@@ -141,7 +141,7 @@ def list_images(
         is_pattern = "[" in location and not os.path.isdir(path)
         advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
         if is_missing:
-            advice = "name what does, or the new place of images that have moved"
+            advice = "name what exists; if images have moved, their new place"
         problem = f"{location} does not exist" if is_missing else f"no images at {location}"
         raise UserError(f"{problem}; {advice}")
     return images

@@ -256,11 +256,12 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
     Raises UserError if the gallery is missing or damaged, or a package is not installed.
     """
     location = os.fspath(location)
-    if not (engine := _engine(location)):
-        return Embeddings.load(location)
+    engine = _engine(location)
     path = location if "://" in location else pathlib.Path(location).expanduser()
-    if isinstance(path, pathlib.Path) and not path.exists():
-        raise UserError(missing(path))
+    if isinstance(path, pathlib.Path) and not path.exists() and (engine or "?" not in location):
+        raise UserError(f"{missing(path)}; python -m hypjax.embed makes a gallery")
+    if not engine:
+        return Embeddings.load(location)
     return integrations.find("open", engine)(path)
 
 
