@@ -52,7 +52,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     recipes.specialise(config, chosen, _HIER, _IRT)
     if hier.follows(chosen) and config.train.samples_per_class == 2:
         config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
-    if chosen.encoder == "lite" and chosen.loss in ("hyp", "sph", "mix") and not chosen.suffix:
+    if recipes.is_brief(chosen):
         recipes.fine_tune_briefly(config)
     if chosen.suffix:
         side = _SIDES.get(chosen.encoder, config.data.image_size)

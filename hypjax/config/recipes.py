@@ -264,10 +264,17 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
     return config
 
 
+def is_brief(variant: Variant) -> bool:
+    """Whether a variant, if its dataset has photographs, trains by `fine_tune_briefly`."""
+    return (
+        variant.encoder == "lite" and variant.loss in ("hyp", "sph", "mix") and not variant.suffix
+    )
+
+
 def fine_tune_briefly(config: ConfigDict) -> None:
     """Trains a small encoder and its head on photographs of 128 pixels, in minutes on a CPU.
 
-    Measured on groceries with EfficientNet-Lite0 (docs/results/photographs.md).
+    Measured on groceries and cars with EfficientNet-Lite0 (docs/results/fine-tuning.md).
     """
     _start_from_components(config)
     _learn_head_slowly(config)

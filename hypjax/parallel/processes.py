@@ -1,9 +1,15 @@
-"""Joins the processes of a run, and makes them agree; only the first process uses the disk."""
+"""Joins the processes of a run, and makes them agree.
+
+Only the first one uses the disk, but for checkpoints in parts.
+"""
 
 import functools
 import inspect
 import json
+import os
+import pathlib
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -79,7 +85,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 def is_first() -> bool:
-    """Whether this is the first process, the only one that reads and writes the run's folder."""
+    """Whether this is the first process, which reads and writes the run's folder."""
     return jax.process_index() == 0
 
 
@@ -93,14 +99,36 @@ def from_first(make: Callable[[], Any]) -> Any:
             answer = {"value": make()}
         except UserError as error:
             answer = {"error": str(error), "status": error.status}
-    message = json.dumps(answer).encode()
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
-    buffer = np.zeros(max(_MIN_BUFFER, 1 << (size - 1).bit_length()), np.uint8)
-    buffer[: len(message)] = np.frombuffer(message, np.uint8)
-    answer = json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)[:size]))
+    answer = json.loads(_broadcast(json.dumps(answer)))
     if "error" in answer:
         raise (TryAgainError if answer["status"] == TRY_AGAIN else UserError)(answer["error"])
     return answer["value"]
+
+
+def _broadcast(text: str, owner: int = 0) -> str:
+    """Sends a text of one process to all."""
+    message, is_owner = text.encode(), jax.process_index() == owner
+    send = functools.partial(multihost_utils.broadcast_one_to_all, is_source=is_owner)
+    size = int(send(np.int32(len(message))))
+    buffer = np.zeros(max(_MIN_BUFFER, 1 << (size - 1).bit_length()), np.uint8)
+    if is_owner:
+        buffer[:size] = np.frombuffer(message, np.uint8)
+    return bytes(send(buffer)[:size]).decode()
+
+
+def first_text(text: str) -> str:
+    """Sends the text of the first process that has one to all; '' if none has."""
+    has_text = multihost_utils.process_allgather(np.int32(bool(text)))
+    owner = int(np.argmax(has_text))
+    return _broadcast(text, owner) if has_text.any() else ""
+
+
+def all_see(folder: pathlib.Path) -> bool:
+    """Whether all processes see the same folder, in which the first process may write."""
+    name = from_first(lambda: tempfile.mkdtemp(dir=folder, prefix=".seen-by-all-"))
+    sees = bool(multihost_utils.process_allgather(np.int32(os.path.isdir(name))).all())
+    from_first(lambda: os.rmdir(name))
+    return sees
 
 
 def arrays_from_first(make: Callable[[], PyTree], like: PyTree) -> PyTree:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import flax.traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
-from jax.sharding import NamedSharding
-from jaxtyping import PyTree
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
@@ -41,6 +42,32 @@ def checksum(tree: PyTree) -> int:
     return total
 
 
+def parts_checksum(tree: PyTree) -> int:
+    """A checksum of arrays in parts, which no device need hold whole: for any mesh the same.
+
+    Each word of an array counts with an odd weight of its position, so that every flipped bit
+    changes the sum, modulo 2³².
+    """
+    return int(_weighted_sum(tree))
+
+
+@jax.jit
+def _weighted_sum(tree: PyTree) -> UInt32[Array, ""]:
+    def of_array(x: Array) -> Array:
+        x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+        words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+        position = jnp.uint32(0)
+        for axis, size in enumerate(x.shape):
+            position = position * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        return jnp.sum(words.astype(jnp.uint32) * (2 * position + 1), dtype=jnp.uint32)
+
+    # Arrays that change places would count alike with the same weights.
+    total = jnp.uint32(0)
+    for x in jax.tree.leaves(tree):
+        total = 31 * total + of_array(x)
+    return total
+
+
 class Restored(NamedTuple):
     """A restored checkpoint."""
 
@@ -54,15 +81,20 @@ class Checkpoints:
 
     Saves run in the background; failed saves leave earlier checkpoints intact. All processes call
     the methods together: the first process writes gathered arrays, and broadcasts what it reads.
-    If `read_only`, each process reads without the others.
+    But if the `mesh` cuts parameters into parts, and all processes see the folder, each of them
+    writes and reads its own parts. If `read_only`, each process reads without the others.
     """
 
-    def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: pathlib.Path, *, read_only: bool = False, mesh: Mesh | None = None
+    ) -> None:
         self._path = path.absolute()  # Orbax rejects relative paths.
         self._read_only = read_only
         self._saving_step: int | None = None
         self._opened: ocp.CheckpointManager | None = None
-        if read_only or processes.is_first():
+        in_parts = mesh is not None and parallel.num_parts(mesh) > 1 and jax.process_count() > 1
+        self._in_parts = in_parts and processes.all_see(self._path.parent)
+        if read_only or self._in_parts or processes.is_first():
             # Orbax and asyncio log the tracebacks of failures that this class reports.
             for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
                 logger.addFilter(_is_not_of_orbax)
@@ -74,14 +106,17 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
-        index = jax.process_index()
-        # Orbax would wait for the other processes, which do not save.
-        this_process = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
+        first = index = jax.process_index()
+        saving = {index}  # Or Orbax would wait for the other processes, which do not save.
+        if self._in_parts:
+            # With None, Orbax would wait by collectives, which would mix with those of steps.
+            first, saving = 0, {*range(jax.process_count())}
+        those = ocp.options.MultiprocessingOptions(first, saving, f"of_process_{first}")
         options = ocp.CheckpointManagerOptions(
             # Created asynchronously, a folder that cannot be created costs minutes.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             create=False,
-            multiprocessing_options=this_process,
+            multiprocessing_options=those,
             cleanup_tmp_directories=not self._read_only,  # Killed processes leave some.
             preservation_policy=self,
         )
@@ -133,15 +168,20 @@ class Checkpoints:
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
         """Starts to save a checkpoint: trees of arrays, and a record of JSON values."""
-        trees = jax.tree.map(self._to_host, trees)
-        if self._opened is None:
-            return
+        if self._in_parts:
+            checksums = {name: parts_checksum(tree) for name, tree in trees.items()}
+        else:
+            trees = jax.tree.map(self._to_host, trees)
+            if self._opened is None:
+                return
+            checksums = {name: checksum(tree) for name, tree in trees.items()}
         self.wait()
         if score is not None and math.isnan(score):  # NaN is neither larger nor smaller.
             score = None
         metadata = {
             "score": score,
-            "checksums": {name: checksum(tree) for name, tree in trees.items()},
+            "in_parts": self._in_parts,
+            "checksums": checksums,
             "shapes": {name: _shapes(tree) for name, tree in trees.items()},
             "record": record,
         }
@@ -171,19 +211,25 @@ class Checkpoints:
 
     def _attempt(self, action: Callable[[], object]) -> bool:
         """Runs one stage of a save; returns whether it succeeds, and warns if it fails."""
+        cause = ""
         try:
             action()
-            return True
         except Exception as error:  # TensorStore raises a ValueError if the disk is full.
-            problem = f"the state after step {self._saving_step} could not be saved in {self._path}"
-            remedy = "the run continues to the next checkpoint"
-            console.warn(f"{problem} ({reason(error)}); {remedy}")
+            cause = reason(error)
+        if not (cause := self._of_all(cause)):
+            return True
+        problem = f"the state after step {self._saving_step} could not be saved in {self._path}"
+        console.warn(f"{problem} ({cause}); the run continues to the next checkpoint")
         if self._saving_step is not None:
             self._scores.pop(self._saving_step, None)
         self._saving_step = None
         with contextlib.suppress(Exception):  # The old manager would also fail in later saves.
             self._open()
         return False
+
+    def _of_all(self, problem: str) -> str:
+        """The first problem that one of the processes that save together has; '' if none has."""
+        return processes.first_text(problem) if self._in_parts else problem
 
     def restore_latest(self, **like: PyTree | None) -> Restored | None:
         """Reads the latest intact checkpoint; None if the folder has no checkpoints.
@@ -230,17 +276,23 @@ class Checkpoints:
             if not self._read_only:
                 target = self._path.parent / f"damaged-step-{step}"
                 with writing(target):
-                    shutil.rmtree(target, ignore_errors=True)
-                    (self._path / str(step)).rename(target)
+                    if processes.is_first():
+                        shutil.rmtree(target, ignore_errors=True)
+                        (self._path / str(step)).rename(target)
+                self._of_all("")  # Waits until it is moved.
                 self._manager.reload()
         return restored
 
     def _broadcast(
         self, read: Callable[[], Restored | None], like: dict[str, PyTree]
     ) -> Restored | None:
-        """Reads a checkpoint in the first process and broadcasts it, unless read-only."""
+        """Reads a checkpoint in the first process and broadcasts it, unless each process reads."""
         if self._read_only:
             return read()
+        if self._in_parts:
+            if (own := read()) is None:
+                return None
+            return own._replace(trees=jax.tree.map(_place_like, own.trees, tuple(like.values())))
         expected, restored = tuple(like.values()), Restored(-1, (), {})
 
         def read_once() -> tuple[int, dict[str, Any]] | None:
@@ -260,7 +312,8 @@ class Checkpoints:
         """Reads trees of one checkpoint in this process; raises `_DamagedError` if they changed.
 
         Arrays are read to the host, since they may have been saved on other devices, and returned
-        uncommitted, like new ones: committed arrays would compile a second train step.
+        uncommitted, like new ones: committed arrays would compile a second train step. But of
+        arrays that were saved in parts, a process that reads in parts only reads its own.
         """
         metadata = self._read_metadata(step)
         shapes = metadata["shapes"]
@@ -269,11 +322,15 @@ class Checkpoints:
             # Orbax would cut or fill the arrays.
             problem = f"the checkpoints in {self._path} are of another encoder or objective"
             raise UserError(f"{problem}; pass the encoder and the objective that were trained")
-        saved = self._read(step, like)
+        were_in_parts = metadata.get("in_parts", False)
+        reads_parts = self._in_parts and were_in_parts
+        saved = self._read(step, like if reads_parts else jax.tree.map(_on_host, like))
+        of_tree = parts_checksum if were_in_parts else checksum
         for name in like:
-            if checksum(saved[name]) != metadata["checksums"][name]:
+            if of_tree(saved[name]) != metadata["checksums"][name]:
                 raise _DamagedError(f"{name} differs from the saved arrays")
-        trees = jax.device_put([saved[name] for name in like])
+        trees = [saved[name] for name in like]
+        trees = trees if reads_parts else jax.device_put(trees)
         return Restored(step, tuple(trees), metadata["record"])
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
@@ -283,15 +340,18 @@ class Checkpoints:
             raise _DamagedError("its record differs from the saved record") from error
 
     def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
-        host_arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
-        items = {name: ocp.args.StandardRestore(tree) for name, tree in host_arrays.items()}
+        items = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
         items[_METADATA] = ocp.args.JsonRestore()
+        damage = ""
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
+            read = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:  # Exceptions depend on the kind of damage.
             # TensorStore names its drivers and files before the cause, and its settings after it.
             text = re.split(r" \[(?:tensorstore_spec|source locations)", reason(error))[0]
-            raise _DamagedError(re.split(r'": |" driver: ', text)[-1]) from error
+            damage = re.split(r'": |" driver: ', text)[-1]
+        if damage := self._of_all(damage):
+            raise _DamagedError(damage)
+        return read
 
     def close(self) -> None:
         """Waits until the current save is complete, and closes the manager."""
@@ -324,6 +384,10 @@ def _tree_of(shapes: Mapping[str, Sequence[Any]]) -> PyTree:
     """Nested dictionaries of `jax.ShapeDtypeStruct`s: the inverse of `_shapes`."""
     leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in shapes.items()}
     return flax.traverse_util.unflatten_dict(leaves, sep="/")
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    return np.empty(leaf.shape, leaf.dtype)
 
 
 def _place_like(array: Any, like: Any) -> Any:

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jax.sharding import Mesh
+
 from hypjax.config import (
     FITTED,
     Config,
@@ -242,11 +244,12 @@ class Workdir:
         provenance: Mapping[str, str],
         fitted: Mapping[str, Any] | None = None,
         space: Space | None = None,
+        mesh: Mesh | None = None,
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
 
         `fitted` are the fields with those fitted to the images. `space` is the objective's
-        `score_space`, which evaluation needs if a custom loss is absent.
+        `score_space`, which evaluation needs if a custom loss is absent; `mesh` see `Checkpoints`.
         """
         fields = {
             "provenance": dict(provenance),
@@ -271,7 +274,7 @@ class Workdir:
                     stack.enter_context(self._cloud)
 
             processes.from_first(lock_and_begin)
-            checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
+            checkpoints = Checkpoints(self.path / files.CHECKPOINTS, mesh=mesh)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
     def _grow(self) -> None:

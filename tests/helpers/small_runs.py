@@ -150,3 +150,12 @@ def step_metrics(run):
     names = ("loss", "gradient_norm", "c", "temperature")
     steps = [line for line in lines if "loss" in line]
     return {line["step"]: [line[name] for name in names if name in line] for line in steps}
+
+
+def flip_a_bit(folder):
+    """Damages the largest file in a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    file = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(bytes(content))

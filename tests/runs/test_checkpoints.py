@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.runs.checkpoints import Checkpoints, checksum
+from hypjax.runs.checkpoints import Checkpoints, checksum, parts_checksum
+from tests.helpers.small_runs import flip_a_bit
 
 
 def state(value):
@@ -62,12 +63,20 @@ def test_a_score_that_is_no_number_is_never_the_best(scores, tmp_path):
     assert Checkpoints(path, read_only=True).best == (best, 0.9)
 
 
-def flip_a_bit(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    file = max(files, key=lambda path: path.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 16
-    file.write_bytes(bytes(content))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
+def test_a_checksum_of_parts_notices_each_bit_and_places(dtype):
+    rng = np.random.default_rng(0)
+    tree = {x: rng.integers(0, 2, (3, 5, 2)).astype(dtype) for x in "ab"} | {"c": np.float32(1)}
+    expected = parts_checksum(tree)
+    assert parts_checksum(jax.tree.map(jnp.asarray, tree)) == expected
+    assert parts_checksum(tree | {"a": tree["b"], "b": tree["a"]}) != expected
+    assert parts_checksum(tree | {"a": tree["a"][::-1]}) != expected
+    for place in range(30):
+        for bit in range(8 * tree["a"].itemsize if dtype != "bool" else 1):
+            content = bytearray(tree["a"].tobytes())
+            content[place * tree["a"].itemsize + bit // 8] ^= 1 << bit % 8
+            flipped = np.frombuffer(bytes(content), tree["a"].dtype).reshape(3, 5, 2)
+            assert parts_checksum(tree | {"a": flipped}) != expected
 
 
 @pytest.mark.parametrize("cut", ["", '{"item_handlers": {"mo', "\x00" * 20])
