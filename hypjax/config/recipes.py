@@ -265,7 +265,7 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
 
 
 def is_brief(variant: Variant) -> bool:
-    """Whether a variant, if its dataset has photographs, trains by `fine_tune_briefly`."""
+    """Whether a variant, of groceries or cars, trains by `fine_tune_briefly`."""
     return (
         variant.encoder == "lite" and variant.loss in ("hyp", "sph", "mix") and not variant.suffix
     )

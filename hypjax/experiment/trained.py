@@ -69,8 +69,8 @@ def restore(folder: pathlib.Path, method: Method) -> dict[str, TrainedModel]:
     """Restores a run's last model, named "final" or "step N", and its best, "best", if any."""
     if files.is_published(folder):
         return {"final": TrainedModel(method, _read_published(folder, method))}
-    shapes = _expected_shapes(method)
     with _opened(folder) as checkpoints:
+        shapes = _expected_shapes(method)
         latest = checkpoints.restore_latest(model=shapes)
         assert latest is not None  # There is a checkpoint, and damage is an error.
         results = read_if_intact(folder / files.RESULTS)
@@ -87,8 +87,8 @@ def restore_best(folder: pathlib.Path, method: Method) -> TrainedModel:
     best_step = read_if_intact(folder / files.RESULTS).get("best_step")
     if best_step is None or files.is_published(folder):
         return [*restore(folder, method).values()][-1]
-    shapes = _expected_shapes(method)
     with _opened(folder) as checkpoints:
+        shapes = _expected_shapes(method)
         best = checkpoints.restore_best(best_step, model=shapes)
         best = best or checkpoints.restore_latest(model=shapes)
     assert best is not None  # There is a checkpoint, and damage is an error.

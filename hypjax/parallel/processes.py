@@ -3,11 +3,13 @@
 Only the first one uses the disk, but for checkpoints in parts.
 """
 
+import contextlib
 import functools
 import inspect
 import json
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import threading
@@ -22,7 +24,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from hypjax import parallel
-from hypjax.errors import TRY_AGAIN, TryAgainError, UserError, reason
+from hypjax.errors import TRY_AGAIN, TryAgainError, UserError, reason, writing
 from hypjax.system import console, exits
 
 _JOIN_TIMEOUT = 300  # Seconds.
@@ -99,21 +101,21 @@ def from_first(make: Callable[[], Any]) -> Any:
             answer = {"value": make()}
         except UserError as error:
             answer = {"error": str(error), "status": error.status}
-    answer = json.loads(_broadcast(json.dumps(answer)))
+    answer = _broadcast(answer)
     if "error" in answer:
         raise (TryAgainError if answer["status"] == TRY_AGAIN else UserError)(answer["error"])
     return answer["value"]
 
 
-def _broadcast(text: str, owner: int = 0) -> str:
-    """Sends a text of one process to all."""
-    message, is_owner = text.encode(), jax.process_index() == owner
+def _broadcast(value: Any, owner: int = 0) -> Any:
+    """Sends a JSON value of one process to all."""
+    message, is_owner = json.dumps(value).encode(), jax.process_index() == owner
     send = functools.partial(multihost_utils.broadcast_one_to_all, is_source=is_owner)
     size = int(send(np.int32(len(message))))
     buffer = np.zeros(max(_MIN_BUFFER, 1 << (size - 1).bit_length()), np.uint8)
     if is_owner:
         buffer[:size] = np.frombuffer(message, np.uint8)
-    return bytes(send(buffer)[:size]).decode()
+    return json.loads(bytes(send(buffer)[:size]))
 
 
 def first_text(text: str) -> str:
@@ -123,12 +125,20 @@ def first_text(text: str) -> str:
     return _broadcast(text, owner) if has_text.any() else ""
 
 
-def all_see(folder: pathlib.Path) -> bool:
-    """Whether all processes see the same folder, in which the first process may write."""
-    name = from_first(lambda: tempfile.mkdtemp(dir=folder, prefix=".seen-by-all-"))
-    sees = bool(multihost_utils.process_allgather(np.int32(os.path.isdir(name))).all())
-    from_first(lambda: os.rmdir(name))
-    return sees
+def all_write(folder: pathlib.Path) -> bool:
+    """Whether all processes see the same folder, and may write into it."""
+
+    def make() -> str:
+        with writing(folder):
+            return tempfile.mkdtemp(dir=folder, prefix=".written-by-all-")
+
+    name = from_first(make)
+    with contextlib.suppress(OSError):
+        pathlib.Path(name, str(jax.process_index())).touch()
+    multihost_utils.sync_global_devices(name)
+    written = from_first(lambda: len(os.listdir(name)))
+    from_first(lambda: shutil.rmtree(name, ignore_errors=True))
+    return written == jax.process_count()
 
 
 def arrays_from_first(make: Callable[[], PyTree], like: PyTree) -> PyTree:

@@ -1,6 +1,8 @@
 """Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
 import pathlib
@@ -27,6 +29,8 @@ from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import check_json, with_checksum
 
+_TIMEOUT = 300  # Seconds that a process waits for the others to save.
+_OPENINGS = itertools.count()  # Of checkpoints in parts: the same in all processes.
 _METADATA = "record"  # Name of the Orbax item with JSON values, next to the trees of arrays.
 
 
@@ -43,10 +47,10 @@ def checksum(tree: PyTree) -> int:
 
 
 def parts_checksum(tree: PyTree) -> int:
-    """A checksum of arrays in parts, which no device need hold whole: for any mesh the same.
+    """A checksum of arrays in parts, computed where they lie, and for any mesh the same.
 
-    Each word of an array counts with an odd weight of its position, so that every flipped bit
-    changes the sum, modulo 2³².
+    The mixed words of an array count with odd weights of their positions, modulo 2³²: a change of
+    one word always changes the sum, and other damage does with a probability of 1 − 2⁻³².
     """
     return int(_weighted_sum(tree))
 
@@ -59,7 +63,11 @@ def _weighted_sum(tree: PyTree) -> UInt32[Array, ""]:
         position = jnp.uint32(0)
         for axis, size in enumerate(x.shape):
             position = position * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        return jnp.sum(words.astype(jnp.uint32) * (2 * position + 1), dtype=jnp.uint32)
+        words = words.astype(jnp.uint32)
+        # As in MurmurHash3, since two changed signs would cancel: 2³¹ times an odd weight is 2³¹.
+        words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+        words ^= words >> 13
+        return jnp.sum(words * (2 * position + 1), dtype=jnp.uint32)
 
     # Arrays that change places would count alike with the same weights.
     total = jnp.uint32(0)
@@ -92,8 +100,9 @@ class Checkpoints:
         self._read_only = read_only
         self._saving_step: int | None = None
         self._opened: ocp.CheckpointManager | None = None
+        self._reader: ocp.CheckpointManager | None = None
         in_parts = mesh is not None and parallel.num_parts(mesh) > 1 and jax.process_count() > 1
-        self._in_parts = in_parts and processes.all_see(self._path.parent)
+        self._in_parts = in_parts and processes.all_write(self._path.parent)
         if read_only or self._in_parts or processes.is_first():
             # Orbax and asyncio log the tracebacks of failures that this class reports.
             for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
@@ -106,21 +115,19 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
-        first = index = jax.process_index()
-        saving = {index}  # Or Orbax would wait for the other processes, which do not save.
+        index = jax.process_index()
+        # Or Orbax would wait for the other processes, which do not save.
+        alone = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
         if self._in_parts:
-            # With None, Orbax would wait by collectives, which would mix with those of steps.
-            first, saving = 0, {*range(jax.process_count())}
-        those = ocp.options.MultiprocessingOptions(first, saving, f"of_process_{first}")
-        options = ocp.CheckpointManagerOptions(
-            # Created asynchronously, a folder that cannot be created costs minutes.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-            create=False,
-            multiprocessing_options=those,
-            cleanup_tmp_directories=not self._read_only,  # Killed processes leave some.
-            preservation_policy=self,
-        )
-        self._opened = ocp.CheckpointManager(self._path, options=options)
+            # With None, Orbax would wait by collectives, which would mix with those of steps. After
+            # a failure, processes wait at names of their own, so that names are never used again.
+            everyone, name = {*range(jax.process_count())}, f"parts_{next(_OPENINGS)}"
+            together = ocp.options.MultiprocessingOptions(0, everyone, name)
+            self._opened = self._manager_of(together, cleanup_tmp_directories=True)
+            # A process that cannot read must not leave the others waiting.
+            self._reader = self._manager_of(alone, read_only=True)
+        else:  # Killed processes leave temporary folders.
+            self._opened = self._manager_of(alone, cleanup_tmp_directories=not self._read_only)
         # Validation scores by step. An unreadable checkpoint may be the best: `restore_best` tries
         # it first, and reports the damage.
         self._scores: dict[int, float] = {}
@@ -132,10 +139,24 @@ class Checkpoints:
             if score is not None and not math.isnan(score):
                 self._scores[step] = score
 
+    def _manager_of(
+        self, processes: ocp.options.MultiprocessingOptions, **options: bool
+    ) -> ocp.CheckpointManager:
+        # Created asynchronously, a folder that cannot be created costs minutes.
+        saving = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=_TIMEOUT)
+        settings = ocp.CheckpointManagerOptions(
+            async_options=saving,
+            create=False,
+            multiprocessing_options=processes,
+            preservation_policy=self,
+            **options,
+        )
+        return ocp.CheckpointManager(self._path, options=settings)
+
     @property
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending, including one that is being saved."""
-        return processes.from_first(self._steps)
+        return self._steps() if self._in_parts else processes.from_first(self._steps)
 
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
@@ -150,7 +171,11 @@ class Checkpoints:
         return self._opened
 
     def _steps(self) -> list[int]:
-        return sorted(self._manager.all_steps())
+        return self._once(lambda: sorted(self._manager.all_steps()))
+
+    def _once(self, make: Callable[[], Any]) -> Any:
+        """Calls a function, in the first process if all processes are here."""
+        return processes.from_first(make) if self._in_parts else make()
 
     def _best_first(self) -> list[int]:
         """Steps with a score, the highest score first, and of equal scores the latest step."""
@@ -275,13 +300,14 @@ class Checkpoints:
             self._scores.pop(step, None)
             if not self._read_only:
                 target = self._path.parent / f"damaged-step-{step}"
-                with writing(target):
-                    if processes.is_first():
-                        shutil.rmtree(target, ignore_errors=True)
-                        (self._path / str(step)).rename(target)
-                self._of_all("")  # Waits until it is moved.
+                self._once(functools.partial(self._move, step, target))
                 self._manager.reload()
         return restored
+
+    def _move(self, step: int, target: pathlib.Path) -> None:
+        with writing(target):
+            shutil.rmtree(target, ignore_errors=True)
+            (self._path / str(step)).rename(target)
 
     def _broadcast(
         self, read: Callable[[], Restored | None], like: dict[str, PyTree]
@@ -330,7 +356,7 @@ class Checkpoints:
             if of_tree(saved[name]) != metadata["checksums"][name]:
                 raise _DamagedError(f"{name} differs from the saved arrays")
         trees = [saved[name] for name in like]
-        trees = trees if reads_parts else jax.device_put(trees)
+        trees = trees if self._in_parts else jax.device_put(trees)
         return Restored(step, tuple(trees), metadata["record"])
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
@@ -344,20 +370,25 @@ class Checkpoints:
         items[_METADATA] = ocp.args.JsonRestore()
         damage = ""
         try:
-            read = self._manager.restore(step, args=ocp.args.Composite(**items))
+            reader = self._reader or self._manager
+            read = reader.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:  # Exceptions depend on the kind of damage.
             # TensorStore names its drivers and files before the cause, and its settings after it.
             text = re.split(r" \[(?:tensorstore_spec|source locations)", reason(error))[0]
-            damage = re.split(r'": |" driver: ', text)[-1]
+            damage = re.split(r'": |" driver: ', text)[-1] or type(error).__name__
         if damage := self._of_all(damage):
             raise _DamagedError(damage)
         return read
 
     def close(self) -> None:
-        """Waits until the current save is complete, and closes the manager."""
+        """Waits until the current save is complete, and closes the manager.
+
+        A process that fails closes alone: the others are in a step.
+        """
+        self._in_parts = False
         self.wait()
-        if self._opened is not None:
-            self._opened.close()
+        for manager in filter(None, (self._opened, self._reader)):
+            manager.close()
 
 
 def _show_unraisable(error: Any) -> None:

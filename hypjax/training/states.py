@@ -102,7 +102,8 @@ def first_state(
 ) -> TrainState:
     """Creates the first state, on the learner's devices.
 
-    Parameters are random, except for those that `pretrained` holds, by part of the model.
+    Parameters are random, except for those that `pretrained` holds, by part of the model; the state
+    takes the memory of those that are on the devices already.
     """
 
     def create(given: dict[str, PyTree]) -> TrainState:
