@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import signal
 from types import SimpleNamespace
 from unittest import mock
@@ -139,7 +140,7 @@ def test_parameters_are_sharded_along_their_longest_axis_that_can_be_shared():
 def test_what_the_first_process_makes_or_raises_reaches_all(monkeypatch):
     """In the first of two processes, whose messages all receive as they are."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", lambda x: x)
+    monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", lambda x, is_source=0: x)
     assert processes.from_first(lambda: ("é" * 5000, 1)) == ["é" * 5000, 1]
     tree = {"x": np.array([-0.0, 1e-45], np.float32), "y": np.arange(6).reshape(2, 3)}
     received = processes.arrays_from_first(lambda: tree, tree)
@@ -150,3 +151,20 @@ def test_what_the_first_process_makes_or_raises_reaches_all(monkeypatch):
         with pytest.raises(UserError, match="it failed") as raised:
             processes.from_first(mock.Mock(side_effect=error("it failed")))
         assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(("others", "same_folder"), [(1, True), (0, False)])
+def test_a_folder_that_another_process_does_not_write_is_no_folder_of_all(
+    monkeypatch, tmp_path, others, same_folder
+):
+    """In the first of two processes; the other one writes into the folder that it sees, if any."""
+
+    def wait(name):
+        if others:
+            pathlib.Path(name, "1").touch()
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "from_first", lambda make: make())
+    monkeypatch.setattr(processes.multihost_utils, "sync_global_devices", wait)
+    assert processes.all_write(tmp_path) == same_folder
+    assert not any(tmp_path.iterdir())
