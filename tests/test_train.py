@@ -143,7 +143,7 @@ def test_a_finished_run_is_trained_for_longer(tmp_path, capsys, schedule):
     capsys.readouterr()
     results = train.train_and_evaluate(config, tmp_path / "run")
     equal = schedule == "constant"
-    outcome = "is that of a run of 16 steps" if equal else "so it equals no such run"
+    outcome = "is that of a run of 16 steps" if equal else "so no single run equals it"
     assert "the run of 12 steps goes on to step 16; its" in (said := capsys.readouterr().err)
     assert outcome in said and read_object(tmp_path / "run/results-12.json") == short
     train.train_and_evaluate(config, tmp_path / "whole")

@@ -139,7 +139,8 @@ def _hint(field: str, values: Mapping[str, Any], config: ConfigDict) -> str:
     if _OTHER_NAMES.get(name, "").partition(" ")[0] in values:
         return f"; did you mean {_OTHER_NAMES[name]}?"
     if not field.startswith("objective."):
-        return nearest(field, values)
+        elsewhere = [value for value in values if value.rpartition(".")[2] == name]
+        return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(field, values)
     if hint := similar(name, config.objective):
         return hint
     losses = [loss for loss in OBJECTIVES if field in flatten(default_config(loss))]

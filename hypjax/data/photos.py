@@ -139,9 +139,11 @@ def list_images(
     if not len(images):
         is_missing = not os.path.lexists(path) and not glob.has_magic(location)
         is_pattern = "[" in location and not os.path.isdir(path)
-        advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
+        advice = "check the pattern" if glob.has_magic(location) else _CLASS_FOLDERS
+        if is_pattern:
+            advice = "[...] is one letter, or in a folder's name"
         if is_missing:
-            advice = "name what exists; if images have moved, their new place"
+            advice = "name a folder, a file or a pattern; of images that have moved, the new place"
         problem = f"{location} does not exist" if is_missing else f"no images at {location}"
         raise UserError(f"{problem}; {advice}")
     return images

@@ -291,7 +291,7 @@ class Workdir:
         if fields["optim.warmup_steps"] is None:
             outcome += f" with the warm-up of {before}"
         if fields["optim.schedule"] == "cosine":
-            outcome = f"its rate jumps to the cosine of {total} steps, so it equals no such run"
+            outcome = f"its rate jumps to the cosine of {total} steps, so no single run equals it"
         console.say(f"the run of {before} steps goes on to step {total}; {outcome}")
 
     def _write_start(self) -> None:

@@ -46,6 +46,7 @@ HIER = "objective.name=hier+proxy_anchor"
 # A case for each kind of rule: overrides, and a keyword of the message.
 INVALID = [
     ("train.total_stepz=7", "did you mean train.total_steps?"),
+    ("train.seed=7", "did you mean seed?"),
     ("objective.temprature=0.2", "did you mean temperature?"),
     ("objective.margn=1", "the fields of pairwise_cross_entropy are c, c_bounds"),
     ("objective.margin=1", "a field of "),
