@@ -53,7 +53,7 @@ MISTAKES = [
     ("spectrum --config.seed=1", "takes no configuration"),
     ("search --gallery=3.npz --query=4.npz --k=2", "4 coordinates"),
     ("compare runs/none", "no finished run in runs/none"),
-    ("search --workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
+    ("search --workdir=a --gallery=g.npz --query=q", "g.npz does not exist"),
     ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha has no effect without"),
     ("score --embeddings=a --std=1,1", "--std has no effect without --encoder=onnx"),
     ("plot disk --workdir=a --output=a.png --k=3", "--k has no effect on disk, only on hits"),
