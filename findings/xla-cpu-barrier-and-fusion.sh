@@ -16,8 +16,8 @@
 # barrier is removed before XLA fuses. Only the loop holds it once. On EfficientNet-Lite0's step
 # that saves no time, though: the loop was slower (32 images/s in place of 41) than the second sum.
 #
-# Why it matters: tricks with barriers that hold for GPUs or TPUs, as in remat, have no effect here;
-# who wants a layer to be computed once must count it in the compiled program.
+# Why it matters: barriers cannot keep a CPU from computing a layer twice. Whether it does, only the
+# compiled program shows.
 #
 # The script exits with 0 while this is so, and with 1 once it has changed.
 set -euo pipefail

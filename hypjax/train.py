@@ -157,8 +157,7 @@ def _train(
         processes.from_first(lambda: warn_of_known_classes(method, splits.fingerprint))
     trace = Trace(path / "profile", profile if processes.is_first() else None, schedule.total_steps)
     facts, space = shared_provenance(experiment), method.objective.score_space
-    mesh = training.learner.mesh
-    with folder.locked(facts, method.fields, space, mesh) as checkpoints:
+    with folder.locked(facts, method.fields, space, training.learner.mesh) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         processes.from_first(lambda: copy_tokenizer(method, folder.path))
         state, measured = restore_or_start(training, checkpoints, read_weights)

@@ -29,7 +29,6 @@ from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import check_json, with_checksum
 
-_TIMEOUT = 300  # Seconds that a process waits for the others to save.
 _OPENINGS = itertools.count()  # Of checkpoints in parts: the same in all processes.
 _METADATA = "record"  # Name of the Orbax item with JSON values, next to the trees of arrays.
 
@@ -49,8 +48,8 @@ def checksum(tree: PyTree) -> int:
 def parts_checksum(tree: PyTree) -> int:
     """A checksum of arrays in parts, computed where they lie, and for any mesh the same.
 
-    The mixed words of an array count with odd weights of their positions, modulo 2³²: a change of
-    one word always changes the sum, and other damage does with a probability of 1 − 2⁻³².
+    The mixed bits of each number count with an odd weight of its position, modulo 2³²: a change of
+    one number always changes the sum, and other damage does with a probability of 1 − 2⁻³².
     """
     return int(_weighted_sum(tree))
 
@@ -59,15 +58,15 @@ def parts_checksum(tree: PyTree) -> int:
 def _weighted_sum(tree: PyTree) -> UInt32[Array, ""]:
     def of_array(x: Array) -> Array:
         x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
-        words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+        bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
         position = jnp.uint32(0)
         for axis, size in enumerate(x.shape):
             position = position * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        words = words.astype(jnp.uint32)
+        bits = bits.astype(jnp.uint32)
         # As in MurmurHash3, since two changed signs would cancel: 2³¹ times an odd weight is 2³¹.
-        words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
-        words ^= words >> 13
-        return jnp.sum(words * (2 * position + 1), dtype=jnp.uint32)
+        bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+        bits ^= bits >> 13
+        return jnp.sum(bits * (2 * position + 1), dtype=jnp.uint32)
 
     # Arrays that change places would count alike with the same weights.
     total = jnp.uint32(0)
@@ -142,10 +141,9 @@ class Checkpoints:
     def _manager_of(
         self, processes: ocp.options.MultiprocessingOptions, **options: bool
     ) -> ocp.CheckpointManager:
-        # Created asynchronously, a folder that cannot be created costs minutes.
-        saving = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=_TIMEOUT)
         settings = ocp.CheckpointManagerOptions(
-            async_options=saving,
+            # Created asynchronously, a folder that cannot be created costs minutes.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             create=False,
             multiprocessing_options=processes,
             preservation_policy=self,
